@@ -19,8 +19,8 @@ from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.recipe import Recipe
 from lightningrl.recipe_keys import recipe_path
 from lightningrl.sanitize import parse_json
-from lightningrl_server.rendering.templates import load_template
 from lightningrl_runs.model_files import origin_of, reopen_model
+from lightningrl_server.rendering.templates import load_template
 
 __all__ = [
     "RunOrigin",

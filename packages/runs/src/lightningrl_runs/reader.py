@@ -18,11 +18,6 @@ from sqlalchemy import Connection
 from lightningrl.errors import ConfigError, RunFolderError
 from lightningrl.records import RolloutFilter, RolloutRecord
 from lightningrl.types import Outcome, Trajectory
-from lightningrl_server.rendering.tokenizer import load_tokenizer
-from lightningrl_server.store import SqlStore
-from lightningrl_server.store.errors import EmptyStore
-from lightningrl_server.store.location import find_store, has_store
-from lightningrl_server.store.protocol import Look
 from lightningrl_runs.group_diff import Siblings, build_siblings
 from lightningrl_runs.origin import RunOrigin, read_models, read_run_file, template_of
 from lightningrl_runs.queries import health, rollout_counts, rollout_rows
@@ -30,6 +25,11 @@ from lightningrl_runs.queries.rollout_index import RolloutIndex
 from lightningrl_runs.segments import SegmentReader
 from lightningrl_runs.trace import CallTrace, Trace, Window, build_trace, read_messages
 from lightningrl_runs.why_no_gradient import NoGradient, Token, read_tokens
+from lightningrl_server.rendering.tokenizer import load_tokenizer
+from lightningrl_server.store import SqlStore
+from lightningrl_server.store.errors import EmptyStore
+from lightningrl_server.store.location import find_store, has_store
+from lightningrl_server.store.protocol import Look
 
 __all__ = ["Group", "RunQueries", "StoredRun", "ask_run", "open_run", "read_group"]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from lightningrl.errors import RunFolderError
-from lightningrl_server.store.location import has_store
 from lightningrl_runs.metrics import read_rows
 from lightningrl_runs.notes import RunNotes, read_notes
 from lightningrl_runs.origin import read_import, read_values
 from lightningrl_runs.summary import is_live
+from lightningrl_server.store.location import has_store
 
 __all__ = ["RunLine", "differences", "is_run", "read_runs", "run_folders"]
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from lightningrl_server.gateway.dialects.synonyms import THOUGHT_KEYS
 from lightningrl_runs.foreign import dict_of, dicts_of
 from lightningrl_runs.foreign.messages import (
     SWITCHES,
@@ -23,6 +22,7 @@ from lightningrl_runs.foreign.messages import (
     read_messages,
     read_tools,
 )
+from lightningrl_server.gateway.dialects.synonyms import THOUGHT_KEYS
 
 __all__ = [
     "DOUBLED",

@@ -16,6 +16,7 @@ from typing import Any, Final
 from lightningrl.conventions import parse_attribute
 from lightningrl.sanitize import as_text
 from lightningrl.tool_schemas import canonical
+from lightningrl_runs.foreign import Message, dict_of, dicts_of
 from lightningrl_server.gateway.dialects.checks import is_nothing
 from lightningrl_server.gateway.dialects.synonyms import (
     ROLES,
@@ -25,7 +26,6 @@ from lightningrl_server.gateway.dialects.synonyms import (
     is_untrained,
     text_of,
 )
-from lightningrl_runs.foreign import Message, dict_of, dicts_of
 
 __all__ = [
     "FINISHES",

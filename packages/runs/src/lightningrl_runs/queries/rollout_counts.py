@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, func, select
 
 from lightningrl.types import Outcome, RolloutMode, RolloutState, ToolStatus
+from lightningrl_runs.queries.rollout_index import MODES, OUTCOMES, STATES, RolloutIndex
+from lightningrl_runs.queries.rollout_query import DECIDING, IS_CUT, RolloutQuery, choose, is_compared
 from lightningrl_server.store.participants import NOBODY, words_in
 from lightningrl_server.store.reader import STEP
 from lightningrl_server.store.tables import attempts, calls, rollouts, tool_calls, trained, words
-from lightningrl_runs.queries.rollout_index import MODES, OUTCOMES, STATES, RolloutIndex
-from lightningrl_runs.queries.rollout_query import DECIDING, IS_CUT, RolloutQuery, choose, is_compared
 
 __all__ = [
     "Cell",

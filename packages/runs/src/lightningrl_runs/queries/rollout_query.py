@@ -20,9 +20,9 @@ from sqlalchemy import Connection, Table, TextClause, select, text
 from sqlalchemy.sql import ColumnElement
 
 from lightningrl.types import OtherCallKind, Outcome, RolloutMode, RolloutState
+from lightningrl_runs.queries.rollout_index import MODES, OUTCOMES, STATES, RolloutIndex
 from lightningrl_server.store.participants import words_in
 from lightningrl_server.store.tables import attempts, calls, other_calls, rollouts, tasks, words
-from lightningrl_runs.queries.rollout_index import MODES, OUTCOMES, STATES, RolloutIndex
 
 __all__ = ["DECIDING", "IS_CUT", "Mark", "Mask", "RolloutQuery", "choose", "group_variances", "is_compared"]
 

@@ -14,12 +14,12 @@ from sqlalchemy import Connection, case, func, select
 from sqlalchemy.sql import ColumnElement
 
 from lightningrl.types import OtherCallKind, Outcome, RolloutMode, RolloutState
+from lightningrl_runs.queries.rollout_index import MODES, OUTCOMES, STATES, RolloutIndex
+from lightningrl_runs.queries.rollout_query import DECIDING, RolloutQuery, choose, group_variances
 from lightningrl_server.store.columns import decode_output
 from lightningrl_server.store.errors import UnknownRecord
 from lightningrl_server.store.reader import chunks, decode_task
 from lightningrl_server.store.tables import attempts, calls, other_calls, rollouts, tasks
-from lightningrl_runs.queries.rollout_index import MODES, OUTCOMES, STATES, RolloutIndex
-from lightningrl_runs.queries.rollout_query import DECIDING, RolloutQuery, choose, group_variances
 
 __all__ = ["IMPORT", "Neighbours", "RolloutRow", "Sort", "count_calls", "list_rows", "read_neighbours"]
 
