@@ -1,4 +1,4 @@
-"""What is read of the machine, whoever else is on it."""
+"""Memory, processors and disk of the machine are read with its limits, whatever else runs on it."""
 
 from __future__ import annotations
 

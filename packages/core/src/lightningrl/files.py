@@ -43,7 +43,9 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Do the same for a folder, which the body makes; what a killed process left beside `path` goes. Raises OSError."""
+    """Do the same for a folder, which the body makes; what a killed process left beside `path` goes. Between two
+    renames the folder that was there is beside it, as `.NAME.PID.old`; it comes back where the second fails. Raises
+    OSError."""
     path = path.absolute()
     scratch, old = path.with_name(f".{path.name}.new"), path.with_name(f".{path.name}.{os.getpid()}.old")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -53,7 +55,12 @@ def whole_folder(path: Path) -> Iterator[Path]:
             sync(made)
         if path.exists():  # nothing takes the place of a folder that holds something
             path.rename(old)
-        scratch.rename(path)
+        try:
+            scratch.rename(path)
+        except OSError:
+            if old.exists():
+                old.rename(path)
+            raise
         sync(path.parent)
         shutil.rmtree(old, ignore_errors=True)
     finally:
